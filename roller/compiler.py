@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from roller.cache.entry import Kept
 from roller.cache.kernels import fetch
 from roller.cache.key import key_of
 from roller.device.chip import SpecLike, resolve
 from roller.device.plan import Plan
 from roller.errors import ExpressionError
-from roller.ir.expr import TensorExpr
+from roller.ir.expr import FLOATS, Tensor, TensorExpr
 from roller.kernel import Kernel, restored
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
@@ -52,7 +54,7 @@ def compile(
     Every failure is a `RollerError`. The logger "roller.step" reports progress.
     """
     expr = permitted(expression_of(op), precision, math)
-    plan = planned(expr, device, spec, constants, threads, debug)
+    plan, expr = planned(expr, device, spec, constants, threads, debug)
     key = key_of(plan.device, plan.chip, expr, plan.options, top_k, measure)
     kept = fetch(key, lambda: _built(plan, expr, top_k, measure))
     artifact = kept.of(plan.chip, plan.fixed)
@@ -91,7 +93,7 @@ def compile_top(
     from roller import pipeline  # noqa: PLC0415  (as above)
 
     expr = permitted(expression_of(op), precision, math)
-    plan = planned(expr, device, spec, constants, threads, debug)
+    plan, expr = planned(expr, device, spec, constants, threads, debug)
     attempts = pipeline.all_built(plan, expr, top_k)
     rated = [attempt.choice for attempt in attempts]
     return tuple(
@@ -107,11 +109,12 @@ def planned(
     constants: Mapping[str, Any] | None,
     threads: int | None,
     debug: bool,
-) -> Plan:
-    """Returns the context in which programs are built, from checked arguments."""
+) -> tuple[Plan, TensorExpr]:
+    """Returns the context in which programs are built, from checked arguments, and the expression with what constants tell."""
     plugin, chip = resolve(device, spec)
     fixed = _constants(expr, {} if constants is None else constants)
-    return Plan(plugin, limited(chip, threads), BuildOptions(threads, tuple(fixed), debug), fixed)
+    plan = Plan(plugin, limited(chip, threads), BuildOptions(threads, tuple(fixed), debug), fixed)
+    return plan, TensorExpr(tuple(replace(t, finite=_finite(t, fixed.get(t.name))) for t in expr.inputs), expr.stages)
 
 
 def load(path: str | os.PathLike[str]) -> Kernel:
@@ -142,3 +145,10 @@ def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:
             raise ExpressionError(f"constants: no input is called {name!r}; inputs: {', '.join(tensors)}")
     wanted = [Wanted(t.name, t.shape, numpy_dtype(t.dtype)) for t in expr.inputs if t.name in given]
     return {w.name: admit(given[w.name], w)[0].tobytes() for w in wanted}
+
+
+def _finite(tensor: Tensor, value: bytes | None) -> bool:
+    """True if an input has no element that is infinite or a NaN, as far as its value is known."""
+    if value is None or tensor.dtype not in FLOATS:
+        return tensor.finite
+    return bool(np.isfinite(np.frombuffer(value, numpy_dtype(tensor.dtype))).all())

@@ -211,5 +211,5 @@ def construct(
     `compile` builds them in this order, and may prefer another one whose binary has fewer flaws (spills, for example).
     """
     expr = permitted(expression_of(op), precision, math)
-    plan = planned(expr, device, spec, constants, threads, False)
+    plan, expr = planned(expr, device, spec, constants, threads, False)
     return Construction(plan, tuple(programs(plan, expr, top_k)))

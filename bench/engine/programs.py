@@ -104,7 +104,7 @@ def written(case: Case, chip: str) -> tuple[dict[str, Any], str]:
     """The best programs of one operator with their estimates, numbers as hexadecimal text; and the source text of the first."""
     try:
         expr = compiler.expression_of(case.build())
-        plan = compiler.planned(expr, chip, None, None, None, False)
+        plan, expr = compiler.planned(expr, chip, None, None, None, False)
         choices = pipeline.constructed(plan, expr, KEPT)
         source = plan.device.codegen(plan.chip, choices[0].program, plan.options)
     except RollerError as error:

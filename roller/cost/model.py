@@ -29,10 +29,12 @@ from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
 from roller.cost.traffic import level_traffic
 from roller.ir.elementwise import Extents, Value
+from roller.ir.padded_windows import PaddedWindow, padded_windows
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
 from roller.program.superwords import as_compiled
+from roller.program.window_steps import computed_taps, padded_loops
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
 
@@ -137,9 +139,23 @@ class Model:
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(walk) * walk.busy
         waiting = issued.waiting(program, resident)
         longer = self._start_up(program) * idle_lanes(program, self.spec, resident) * issued.crowding(program, self.slots)
+        points *= self.computed_share(program)
         computed = points * slots * longer * (waiting if program.nest.before else 1.0) / rate
         alone = issued.alone_seconds(program, slots, resident)
         return max(computed, alone) + waiting * self.epilogue_slots / (self.rates.function_slots * walk.busy)
+
+    @cached_property
+    def padded(self) -> tuple[PaddedWindow, ...]:
+        """The windows of which generated code may leave out taps."""
+        return padded_windows(self.geometry.nest) if self.parameters.skips_padding else ()
+
+    def skipped(self, program: StageProgram) -> Sequence[PaddedWindow]:
+        """Returns the windows of which a program leaves out taps."""
+        return tuple(padded_loops(program).values()) if self.padded else ()
+
+    def computed_share(self, program: StageProgram) -> float:
+        """Returns the share of a program's steps that are computed; its loops leave out the others."""
+        return float(computed_taps(program, program.inner, self.parameters.registers, self.skipped(program)))
 
     def _start_up(self, program: StageProgram) -> float:
         """Returns the factor by which loading its stationary block lengthens a streamed atom; 1 for others."""
@@ -217,7 +233,7 @@ class Model:
         program, level = walk.program, self.spec.levels[index]
         into = self.rates.into(level, walk.busy)
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.loads:
-            return _Moving(self.registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
+            return _Moving(self.registers.bytes(program, level.transaction_bytes, self.computed_share(program)) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
         if level.managed or program.lane_level is not None:  # lanes hide one another's latency
             short = self._short_runs(walk) if index == 1 and not level.managed else 1.0
@@ -265,7 +281,8 @@ class Model:
     def floor_seconds(self, program: StageProgram) -> float:
         """Returns the seconds of compute with all chains busy: no tile around this innermost one is faster."""
         points = float(executed_points(program, program.covered, program.executed))
-        return points * self.point_slots(program.atom) / (program.atom.gflops * 1e9 / 2)
+        share = float(computed_taps(program, program.inner, self.parameters.registers, self.padded))
+        return points * share * self.point_slots(program.atom) / (program.atom.gflops * 1e9 / 2)
 
     @cached_property
     def compulsory_seconds(self) -> float:

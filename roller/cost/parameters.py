@@ -54,6 +54,7 @@ class CostParameters:
     `prefetched`: the inputs whose rows a program's kernel requests ahead; for explanations.
     `warm`: the share of a problem that a cache with room for all of it holds beforehand, from its producer or from the last call.
     `registers`: vector registers in which generated code keeps a step with all taps of a window; 0: it takes one tap a step.
+    `skips_padding`: generated code leaves out taps of windows outside the array, where these add nothing.
     `gather_slots`: issue slots of inserting one non-contiguous element into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
     `operation_slots`: issue slots of operations where the device's own functions differ from `roller.cost.operations`.
@@ -97,6 +98,7 @@ class CostParameters:
     tile_overhead_ns: float = 0.0
     short_visit: int = 0
     registers: int = 0
+    skips_padding: bool = False
     trip_overhead_ns: float = 0.0
     unit_overhead_ns: float = 0.0
     scratch_overhead_ns: float = 0.0

@@ -30,17 +30,20 @@ class RegisterTraffic:
     registers: int = 0
     _known: dict[tuple[object, ...], Bytes] = field(default_factory=dict)
 
-    def bytes(self, program: StageProgram, transaction: int) -> float:
-        """Returns the bytes over the whole stage; resumed accumulators move twice for every further visit."""
+    def bytes(self, program: StageProgram, transaction: int, share: Value = 1.0) -> float:
+        """Returns the bytes over the whole stage; resumed accumulators move twice for every further visit.
+
+        `share`: that of the steps that are computed, where loops leave out taps.
+        """
         copies = frozenset([(s.kind, s.operand) for s in program.staged])
-        key = program.atom.name, program.mapping, program.inner, copies, transaction, program.dispatch.split > 1
+        key = program.atom.name, program.mapping, program.inner, copies, transaction, program.dispatch.split > 1, share
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self.bytes_of(program, program.inner, transaction)
+            found = self._known[key] = self.bytes_of(program, program.inner, transaction, share)
         inputs, output = found
         return float(inputs + output * (2 * program.accumulator_visits - 1))
 
-    def bytes_of(self, program: StageProgram, inner: Sequence[Extent], transaction: int) -> tuple[Value, Value]:
+    def bytes_of(self, program: StageProgram, inner: Sequence[Extent], transaction: int, share: Value = 1.0) -> tuple[Value, Value]:
         """Returns the bytes of inputs, and of the output for one pass, for one innermost tile or for an array of them.
 
         `program` has the same atom, mapping, copies and split, but any tiles.
@@ -59,7 +62,7 @@ class RegisterTraffic:
             size = nest.accumulator_bytes if program.atom.sums and access.role == "body" else access.element_bytes  # of a word
             vector = width * size if program.lane is not None and access.touches[program.lane] else 0
             loads = loads * self._share(program, inner, access)
-            moved = loads * max(transaction, vector) * (steps if access.role == "body" else spatial_steps)
+            moved = loads * max(transaction, vector) * (steps * share if access.role == "body" else spatial_steps)
             if access.role == "output":
                 output += moved
                 inputs += 2 * moved if own else 0.0  # registers of its own have no arithmetic: results pass through memory

@@ -26,6 +26,7 @@ from roller.program.estimate import Estimate
 from roller.program.footprint import data_tile, padding_waste
 from roller.program.record import Choice
 from roller.program.rprogram import RProgram, StageProgram, staged_tensors, staged_touches
+from roller.program.window_steps import computed_taps
 from roller.search.tile_space import unsuited
 from roller.target.hardware import HardwareSpec
 
@@ -72,6 +73,7 @@ class StageReport:
     rounds: bool = False  # whether they are rounded
     copies: tuple[int, int] | None = None  # multi-buffering of panels: copies as predicted, and of its kernel
     requested: tuple[str, ...] = ()  # inputs whose rows are requested ahead
+    skipped: tuple[tuple[str, float], ...] = ()  # windows' reductions, and the share of their steps left out, as it reads padding
     past_caches: bool = False  # whether results are stored past the caches
     together: tuple[str, ...] = ()  # the stages of a row group that one kernel computes
 
@@ -240,9 +242,17 @@ def _report(growth: Growth, held: Residents) -> StageReport:
         factor_dtype=nest.stage.factor_dtype,
         rounds=program.atom.rounds,
         requested=model.parameters.prefetched(program) if model.parameters.prefetched is not None else (),
+        skipped=tuple(_skipped(model, program)),
         past_caches=_stored_past(model, program),
         together=tuple(stage.name for stage in nest.stages) if nest.before else (),
     )
+
+
+def _skipped(model: Model, program: StageProgram) -> Iterator[tuple[str, float]]:
+    for padded in model.skipped(program):
+        left_out = 1 - float(computed_taps(program, program.inner, model.parameters.registers, [padded]))
+        if left_out:
+            yield program.nest.dims[padded.tap].name, left_out
 
 
 def _stored_past(model: Model, program: StageProgram) -> bool:
@@ -305,6 +315,11 @@ def _stage(stage: StageReport, short: bool = False) -> list[RenderableType]:
         facts.append(f"rejected instructions: {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]
     facts += [f"requested ahead (software prefetch): {', '.join(stage.requested)}"] if stage.requested else []
+    facts += (
+        [f"taps on padding, left out: {', '.join(f'{name} ({share:.1%})' for name, share in stage.skipped)}"]
+        if stage.skipped
+        else []
+    )
     facts += ["results are stored past the caches (non-temporal stores)"] if stage.past_caches else []
     head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")
     return [head, *(Padding(Text(fact), (0, 0, 0, 2)) for fact in facts), _levels_table(stage), _terms(stage.estimate)]

@@ -48,11 +48,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A dense row-major array: name, shape, element type."""
+    """A dense row-major array: name, shape, element type.
+
+    `finite`: no element is an infinity or a NaN, as is known of constants. Integers are finite without it.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+    finite: bool = False
 
     @property
     def elements(self) -> int:

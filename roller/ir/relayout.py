@@ -190,7 +190,7 @@ def _copying(tensor: Tensor, layout: Layout, taken: set[str]) -> Stage:
     padded = any(e > tensor.shape[d] for d, e in zip(layout.order, layout.extents, strict=True))
     body = Load(tensor.name, index, tensor.dtype, 0 if padded else None)
     store = tuple(Affine.axis(axis.name) for axis in axes)
-    return Stage(axes, body, Tensor(name, layout.extents, tensor.dtype), store)
+    return Stage(axes, body, Tensor(name, layout.extents, tensor.dtype, tensor.finite), store)
 
 
 def _reading(stage: Stage, copies: Mapping[Load, Tensor], chosen: Mapping[Load, Layout]) -> Stage:

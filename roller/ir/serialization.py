@@ -59,12 +59,16 @@ def expr_from_json(data: Any) -> TensorExpr:
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
-    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    table = {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+    return {**table, "finite": True} if tensor.finite else table
 
 
 def _tensor_from_json(data: Any) -> Tensor:
-    table = _table(data, "name", "shape", "dtype")
-    return Tensor(_name(table["name"]), tuple(_integer(e) for e in _list(table["shape"])), _dtype(table["dtype"]))
+    table = _table(data, "name", "shape", "dtype", optional=("finite",))
+    finite = table.get("finite", False)
+    if not isinstance(finite, bool):
+        raise ExpressionError(f"finite: {finite!r:.40} is neither true nor false")
+    return Tensor(_name(table["name"]), tuple(_integer(e) for e in _list(table["shape"])), _dtype(table["dtype"]), finite)
 
 
 def _stage_to_json(stage: Stage) -> dict[str, Any]:

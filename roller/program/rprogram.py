@@ -218,6 +218,13 @@ class StageProgram:
         return tuple([d for d in self.nest.spatial if output.strides[d] == 1])
 
     @cached_property
+    def tile_depth(self) -> int:
+        """The number of loops around the innermost tile and its reduction: up to the last spatial loop, unit loop, and copy."""
+        dims = self.nest.dims
+        outside = [n + 1 for n, lp in enumerate(self.loops) if not dims[lp.dim].is_reduce or lp.over == "units"]
+        return max([*outside, *(copy_depth(self, staging) for staging in self.staged)], default=0)
+
+    @cached_property
     def accumulator_visits(self) -> int:
         """The number of times that an innermost tile's accumulators are loaded and stored.
 

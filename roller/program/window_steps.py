@@ -1,7 +1,8 @@
-"""Steps with all taps of a window: units without lanes load the values that neighbouring points of a tile share once.
+"""Windows in the innermost tiles of units without lanes: steps with all taps, and taps that are left out.
 
-The step takes as many vectors as it has accumulators, one value of the window, and the values of all other factors at all taps. If
-the unit has fewer registers, a step takes one tap, and loads each value once a tap.
+Neighbouring points of a tile share values of a window. A step with all taps loads each once. It takes as many vectors as it has
+accumulators, one value of the window, and the values of all other factors at all taps. If the unit has fewer registers, a step
+takes one tap, and loads each value once a tap. A loop over such steps leaves out the taps outside the array, if these add nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from roller.ir.elementwise import Extent, Value, least
+from roller.ir.elementwise import Extent, Value, each, least, where
 from roller.ir.nest import Nest
+from roller.ir.padded_windows import PaddedWindow, padded_windows
 from roller.ir.sliding_windows import MOST_TAPS, Window, windows
 from roller.program.rprogram import StageProgram
 
@@ -48,6 +51,33 @@ def window_steps(program: StageProgram) -> Iterator[WindowStep]:
             for tap in window.taps:
                 if window.spatial != program.lane and 1 < nest.extents[tap] <= MOST_TAPS:
                     yield WindowStep(factor, window, tap)
+
+
+def padded_loops(program: StageProgram) -> dict[int, PaddedWindow]:
+    """Returns the loops that may leave out taps of padded windows: inside the innermost tile, over all taps, one a trip."""
+    found = {}
+    for padded in padded_windows(program.nest):
+        numbers = [number for number, lp in enumerate(program.loops) if lp.dim == padded.tap]
+        if len(numbers) == 1 and numbers[0] >= program.tile_depth and program.inner[padded.tap] == 1:
+            found[numbers[0]] = padded
+    return found
+
+
+def computed_taps(program: StageProgram, inner: Sequence[Extent], registers: int, taps: Sequence[PaddedWindow]) -> Value:
+    """Returns the share of the steps that loops over these taps compute, for one innermost tile or for an array of them.
+
+    Taps that a step takes all at once are not left out.
+    """
+    nest, found = program.nest, 1.0
+    for padded in taps:
+        positions = nest.extents[padded.window.spatial]
+        share = each(partial(padded.share, positions), inner[padded.window.spatial])
+        for step in window_steps(program):
+            if step.tap == padded.tap:
+                fits = (step.vectors(program, inner) <= registers) & (inner[step.window.spatial] > 1)
+                share = where(fits, 1.0, share)
+        found = found * where(inner[padded.tap] == 1, share, 1.0)
+    return found
 
 
 def _vectors(program: StageProgram, inner: Sequence[Extent], touches: Sequence[bool]) -> Value:

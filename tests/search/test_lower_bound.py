@@ -85,6 +85,6 @@ def test_copies_that_cannot_pay_are_no_more_than_bounded(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(pipeline, "rated_ways", noted)
     expr = ops.expression(op)
-    pipeline.constructed(compiler.planned(expr, "cuda:a100", None, None, None, False), expr, 10)
+    pipeline.constructed(*compiler.planned(expr, "cuda:a100", None, None, None, False), 10)
     assert asked[0] == (1, 1)
     assert all(stages > 1 and not found for stages, found in asked[1:])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from roller import ops
 from roller.device.chip import resolve
+from roller.ir.expr import TensorExpr
 from roller.ir.fusion import fuse
 from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
@@ -42,10 +44,11 @@ def operators(draw: st.DrawFn) -> SymbolicTensor:
 
 
 def spaces_of(chip: str, op: SymbolicTensor, change: Callable[[HardwareSpec], HardwareSpec] = lambda s: s) -> list[TileSpace]:
-    """The tile spaces of an operator's first stage."""
+    """The tile spaces of an operator's first stage, whose arrays have finite elements: taps on padding add nothing."""
     plugin, spec = resolve(chip)
     spec = change(spec)
     expr = fuse(ops.expression(op), spec.spread)
+    expr = TensorExpr(tuple(replace(t, finite=True) for t in expr.inputs), expr.stages)
     stage = expr.stages[0]
     rules, parameters = plugin.rules(spec, expr).of(stage.name), plugin.cost_parameters(spec, expr)
     return tile_spaces(variants(stage, expr.tensors, spec.spread), spec, rules, parameters)

@@ -28,7 +28,9 @@ from roller.lowering.tir.builder import (
     allocate_on_stack,
     buffer,
     every,
+    greatest,
     index,
+    least,
     load,
     loop,
     plus,
@@ -128,7 +130,19 @@ def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth:
     def inside(s: State) -> Stmt:
         return _reduce_loops(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1)
 
-    return tile_starts.serial(low.program, state, depth, inside)
+    return _serial(low, state, place, depth, inside)
+
+
+def _serial(low: Lowering, state: State, place: Place, depth: int, body: Callable[[State], Stmt]) -> Stmt:
+    """Returns a reduce loop around a body, without the taps of a padded window that add nothing to any point of the tile."""
+    padded = low.padded.get(depth)
+    if padded is None:
+        return tile_starts.serial(low.program, state, depth, body)
+    spatial, var = padded.window.spatial, variable(f"i{depth}")
+    first, end = padded.inside(place[spatial], low.program.inner[spatial], least, greatest)
+    begin, trips = variable(f"first{depth}"), tile_starts.trips_of(low.program, state, depth)
+    inside = tile_starts.enter(low.program, state, depth, plus(begin, var), trips)
+    return sequence([tirx.Bind(begin, index(first)), loop(var, end - first, body(inside))])
 
 
 def _taps(low: Lowering, state: State, depth: int) -> int | None:
@@ -152,8 +166,8 @@ def _under_windows(low: Lowering, state: State, place: Place, acc: Buffer, depth
     loops = low.program.loops
     if depth < len(loops) and depth != taps:
         dim = loops[depth].dim
-        return tile_starts.serial(
-            low.program, state, depth,
+        return _serial(
+            low, state, place, depth,
             lambda s: _under_windows(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1, taps),
         )  # fmt: skip
     if depth == taps and taps + 1 < len(loops):
@@ -192,7 +206,7 @@ def _rest(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, ch
     def inside(s: State) -> Stmt:
         return _rest(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1, chunks)
 
-    return tile_starts.serial(low.program, state, depth, inside)
+    return _serial(low, state, place, depth, inside)
 
 
 def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Place, Chunks], Stmt], depth: int | None) -> Stmt:

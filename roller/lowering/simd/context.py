@@ -12,7 +12,8 @@ from roller.lowering.simd.panel_layout import Panel
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, buffer
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position
-from roller.program.rprogram import StageProgram, copy_depth
+from roller.program.rprogram import StageProgram
+from roller.program.window_steps import padded_loops
 from roller.target.hardware import ComputeAtom
 
 StoreHook = Callable[[Buffer, Expr, Expr, int], Stmt | None]
@@ -88,8 +89,8 @@ class Lowering:
         self.lane_reduces = self.lane is not None and self.nest.dims[self.lane].is_reduce
         loops = program.loops
         self.units = next((i for i, lp in enumerate(loops) if lp.over != "units"), len(loops))
-        spatial = [i for i in range(len(loops)) if not self.reduces(i)]
-        self.tile_depth = max(max(spatial, default=-1) + 1, self.units, *(copy_depth(program, s) for s in program.staged), 0)
+        self.tile_depth = program.tile_depth
+        self.padded = padded_loops(program)  # reduce loops that leave out taps
         self.scratch_depth = next((i for i in range(self.units, self.tile_depth) if self.reduces(i)), None)
         self.scratch: Buffer | None = None
         self.rooms: list[Buffer] = []  # buffers filled in the current loops, to be allocated around them

@@ -160,6 +160,11 @@ def least(a: int | Expr, b: int | Expr) -> int | Expr:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.min(index(a), index(b))
 
 
+def greatest(a: int | Expr, b: int | Expr) -> int | Expr:
+    """The larger of two indices, folded where both are known."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.max(index(a), index(b))
+
+
 def ceil_div(a: int | Expr, b: int) -> int | Expr:
     """Returns the quotient rounded up; 0 for a step of 0, which only empty dimensions have."""
     if b == 0:

@@ -26,6 +26,7 @@ from roller.cost.stores import past_caches
 from roller.ir.elementwise import Value, largest
 from roller.program.footprint import whole_tiles
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
+from roller.program.window_steps import computed_taps
 from roller.search.choices import bare, every_staging, parts_of, required_staging
 from roller.search.funnel.cache_loads import CacheLoads
 from roller.search.funnel.lattice import Chains, Tiles, chains_around, joined
@@ -120,7 +121,7 @@ class CacheScreen:
         """Returns a lower bound for chains around innermost tiles: computing and register traffic, perfectly overlapped."""
         program = replace(self.base, staged=self.needed)
         terms = [self._compute(program, [inner], np.ones(inner.shape[1]))]
-        terms.append(self._register_seconds(program, inner, 1, 1.0))
+        terms.append(self._register_seconds(program, [inner], 1, 1.0))
         ends = self._ends(inner, self._count(inner, self.nest.reduce), 1, 0, self.spec.unit.count)
         folding = fold_slots(self.base, tuple(inner)) / self.model.rates.vector_slots
         return overlapped(terms, ENDLESS, self.losses) + ends + folding
@@ -180,7 +181,7 @@ class CacheScreen:
         programs = [replace(self.base, staged=staged).dispatched(split=2 if cut else 1) for staged in every]
         copied = [frozenset([(s.kind, s.operand) for s in staged]) for staged in every]  # at which level does not matter
         different = dict(zip(copied, programs, strict=True))
-        moved = {of_way: self._register_seconds(program, inner, visits, busy) for of_way, program in different.items()}
+        moved = {of_way: self._register_seconds(program, chains, visits, busy) for of_way, program in different.items()}
         for program in programs:
             for staging in set(program.staged) - set(filled):
                 filled[staging] = self._copy(program, chains, staging, cut, busy, units.count if parallel else 1)
@@ -222,9 +223,19 @@ class CacheScreen:
         """Returns the seconds of padded work on the busy units (`Model.compute_seconds`)."""
         atom, inner = program.atom, chains[-1]
         points = executed_points(program, self.nest.extents, inner)
+        points = points * self._computed_share(program, chains)
         slots = self.model.point_slots(atom)
         computed = points * slots / (atom.gflops * 1e9 / 2 * self._chains(program, inner) * busy)
         return computed + self.model.epilogue_slots / (self.model.rates.function_slots * busy)
+
+    def _computed_share(self, program: StageProgram, chains: Chains) -> Value:
+        """Returns the share of the steps that are computed (`Model.computed_share`): loops over whole windows leave out taps."""
+        found: Value = 1.0
+        for padded in self.model.padded:
+            whole = math.prod([tiles[padded.tap] >= self.nest.extents[padded.tap] for tiles in chains[:-1]])
+            share = computed_taps(program, tuple(chains[-1]), self.model.parameters.registers, [padded])
+            found = found * np.where(whole, share, 1.0)
+        return found
 
     def _chains(self, program: StageProgram, inner: Tiles) -> Value:
         """Returns the accumulators in flight over those needed at peak (`Model.chain_efficiency`)."""
@@ -234,12 +245,12 @@ class CacheScreen:
             return 1.0
         return np.minimum(1.0, accumulating(program, inner) / (program.atom.chains or self.spec.unit.chains))
 
-    def _register_seconds(self, program: StageProgram, inner: Tiles, visits: Value, busy: Value) -> Value:
+    def _register_seconds(self, program: StageProgram, chains: Chains, visits: Value, busy: Value) -> Value:
         """Returns the seconds of moving data into and out of registers."""
         if not self._in_registers(program):
-            return np.zeros(inner.shape[1])
-        level = self.spec.levels[-1]
-        inputs, output = self.model.registers.bytes_of(program, tuple(inner), level.transaction_bytes)
+            return np.zeros(chains[-1].shape[1])
+        level, share = self.spec.levels[-1], self._computed_share(program, chains)
+        inputs, output = self.model.registers.bytes_of(program, tuple(chains[-1]), level.transaction_bytes, share)
         return (inputs + output * (2 * visits - 1)) / self.model.rates.into(level, busy)
 
     def _in_registers(self, program: StageProgram) -> bool:

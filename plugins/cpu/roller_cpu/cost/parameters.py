@@ -31,6 +31,7 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
         tile_overhead_ns=TILE_CYCLES / spec.clock_ghz,
         short_visit=SHORT_VISIT,
         registers=registers(spec),
+        skips_padding=True,
         trip_overhead_ns=TRIP_CYCLES / spec.clock_ghz,
         unit_overhead_ns=UNIT_CYCLES / spec.clock_ghz,
         scratch_overhead_ns=SCRATCH_NS,
