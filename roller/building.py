@@ -7,7 +7,7 @@ thread starts at no cost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -63,32 +63,46 @@ def build(plan: Plan, choice: Choice) -> Attempt:
 
 
 def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Choice]]:
-    """Builds ranked programs until a binary is as good as the prediction of the next program, at most the first few.
+    """Builds ranked programs until a binary is as good as the prediction of the next program, at most a few.
 
     Returns the best of those built (the very first, if all have flaws), and all programs with it in front. After a program with a
-    flaw, programs that differ only in the order of units' tiles are skipped.
+    flaw, programs that differ only in the order of units' tiles are skipped. After two whose lanes do the same, others come first.
     """
-    tried: dict[int, Attempt] = {}
-    for number, choice in enumerate(choices[:TRIED]):
-        if tried and min(a.rank for a in tried.values()) <= (False, choice.estimate.seconds):
-            break
-        if _flawed_too(choice, tried.values()):
-            continue
+
+    def attempt(number: int) -> Attempt:
         if number:
             _step.info("the binary takes more than was predicted: building program %d", number + 1)
-        tried[number] = build(plan, choice)
+        return build(plan, choices[number])
+
+    tried = _tried(choices, attempt)
     first = _best(tried)
     rated = [tried[n].choice if n in tried else choice for n, choice in enumerate(choices)]
     return tried[first], [rated.pop(first), *rated]
 
 
-def preferred(attempts: Sequence[Attempt]) -> int:
-    """Returns the index of the attempt that `build_first` would return, of programs in the order of their predictions."""
-    looked: dict[int, Attempt] = {}
-    for number, attempt in enumerate(attempts[:TRIED]):
-        if not _flawed_too(attempt.choice, looked.values()):
-            looked[number] = attempt
-    return _best(looked)
+def preferred(choices: Sequence[Choice], attempts: Sequence[Attempt]) -> int:
+    """Returns the number of the attempt that `build_first` would return, of those at all of these ranked programs."""
+    return _best(_tried(choices, lambda number: attempts[number]))
+
+
+def _tried(choices: Sequence[Choice], attempt: Callable[[int], Attempt]) -> dict[int, Attempt]:
+    """Returns by number the programs that are built before one is chosen."""
+    tried: dict[int, Attempt] = {}
+    while len(tried) < TRIED:
+        number = _next(choices, tried)
+        if number is None or (tried and min(a.rank for a in tried.values()) <= (False, choices[number].estimate.seconds)):
+            break
+        tried[number] = attempt(number)
+    return tried
+
+
+def _next(choices: Sequence[Choice], tried: Mapping[int, Attempt]) -> int | None:
+    """Returns the number of the best program that is unlike two with flaws; while all have flaws, else of the best one left."""
+    flawed = [one.choice for one in tried.values() if _flaws(one.artifact)]
+    twins, lanes = ([same(choice) for choice in flawed] for same in (_within_tiles, _in_lanes))
+    left = [n for n, choice in enumerate(choices) if n not in tried and _within_tiles(choice) not in twins]
+    others = [n for n in left if lanes.count(_in_lanes(choices[n])) < 2]
+    return next(iter(others or (left if len(flawed) == len(tried) else ())), None)
 
 
 def _best(tried: Mapping[int, Attempt]) -> int:
@@ -97,14 +111,14 @@ def _best(tried: Mapping[int, Attempt]) -> int:
     return min(ranks) if all(flawed for flawed, _ in ranks.values()) else min(ranks, key=lambda n: ranks[n])
 
 
-def _flawed_too(choice: Choice, tried: Iterable[Attempt]) -> bool:
-    """Returns True if an attempt with a flaw differs from this choice in the order of its units' tiles only."""
-    within = _within_tiles(choice)
-    return any(_flaws(attempt.artifact) and _within_tiles(attempt.choice) == within for attempt in tried)
-
-
 def _within_tiles(choice: Choice) -> list[StageProgram]:
     return [replace(stage, orders=stage.orders[1:]) for stage in choice.program.stages]
+
+
+def _in_lanes(choice: Choice) -> list[tuple[object, ...]]:
+    """Returns what mostly decides whether a binary has flaws: the lanes, what each computes at a time, and the copies."""
+    copies = [[(c.kind, c.operand, c.depth, c.windowed) for c in stage.staged] for stage in choice.program.stages]
+    return [(s.nest, s.atom, s.mapping, s.inner, s.lanes, c) for s, c in zip(choice.program.stages, copies, strict=True)]
 
 
 def build_all(plan: Plan, choices: Sequence[Choice]) -> list[Attempt]:

@@ -46,7 +46,7 @@ def all_built(plan: Plan, expr: TensorExpr, top_k: int) -> list[building.Attempt
     choices = constructed(plan, expr, top_k)
     _step.info("building %d programs", len(choices))
     attempts = building.build_all(plan, choices)
-    attempts.insert(0, attempts.pop(building.preferred(attempts)))
+    attempts.insert(0, attempts.pop(building.preferred(choices, attempts)))
     return attempts
 
 

@@ -137,6 +137,25 @@ def test_no_block_has_room_whose_threads_would_spill(monkeypatch: pytest.MonkeyP
 
 
 @needs_compiler
+@pytest.mark.parametrize(("channels", "size"), [(512, 7), (256, 14)])
+def test_many_lanes_with_rows_of_windows_do_not_spill(channels: int, size: int) -> None:
+    """Blocks of 896 threads, with 72 registers each: a row of the image, read at a time, was not counted."""
+    image, filters = ops.tensor((128, channels, size, size)), ops.tensor((channels, channels, 3, 3))
+    kernel = roller.compile(ops.conv2d(image, filters, padding=1), device="cuda:h100")
+    assert kernel.artifact.resources["stage0_kernel.spilled_bytes"] == 0
+    assert not [choice.note for choice in kernel.candidates if "spilled" in (choice.note or "")]
+
+
+def test_the_row_of_a_window_is_that_of_the_largest_operand() -> None:
+    stage = construct_for(ops.max_pool2d(ops.tensor((64, 64, 56, 56)), 3, 1, 1), "h100").program.stages[0]
+    assert stage.windowed, stage.describe()
+    along, taps = stage.inner[stage.nest.spatial[-1]], 3
+    assert register_prediction.row_registers(stage) == along + taps - 1 - 1
+    product = construct_for(ops.matmul(ops.tensor((512, 512)), ops.tensor((512, 512))), "h100").program.stages[0]
+    assert register_prediction.row_registers(product) == 0
+
+
+@needs_compiler
 def test_cubins_built_at_once_are_those_built_one_by_one() -> None:
     kernels = roller.compile_top(ops.matmul(ops.tensor((70, 90)), ops.tensor((90, 50))), "cuda:a100", top_k=4)
     plan = Plan(load_device("cuda"), kernels[0].spec)

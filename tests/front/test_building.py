@@ -272,4 +272,40 @@ def test_other_orders_of_a_program_with_flaws_are_not_built(toy: Any, flaw: str)
     assert plugin.built == 2 and chosen.choice == last
     assert [c.program for c in rated] == [last.program, first.program, twin.program]
     plugin.built = 0
-    assert building.preferred([building.build(plan, choice) for choice in ranked]) == 2
+    assert building.preferred(ranked, [building.build(plan, choice) for choice in ranked]) == 2
+
+
+def test_after_two_alike_with_flaws_come_others(toy: Any) -> None:
+    """Steps of another size change little in what lanes hold: two such programs spill, so what follows has other lanes."""
+
+    class Spilling(Toy):
+        built: tuple[tuple[int, ...], ...] = ()
+
+        @hookimpl
+        def roller_codegen(self, spec, program):
+            self.built = (*self.built, program.stages[0].inner)
+            return Toy.roller_codegen(self, spec, program)
+
+        @hookimpl
+        def roller_build(self, spec, source):
+            return replace(Toy.roller_build(self, spec, source), resources={"main.spilled_bytes": 8 * (len(self.built) < 3)})
+
+    plugin = Spilling()
+    device = toy(plugin)
+    chip = device.default_spec()
+    first, *_, other = pipeline.choices_of(fuse(ops.expression(matmul())), device, chip, 20, frozenset())
+    (stage,) = first.program.stages
+    assert other.program.stages[0].inner != stage.inner, "or there is nothing to prefer"
+
+    def deeper(times: int) -> Choice:
+        tile = (*stage.unit_tile[:-1], stage.inner[-1] * times)
+        found = replace(stage, tiles=(tile, *stage.tiles[1:]))
+        return replace(first, program=replace(first.program, stages=(found,)))
+
+    plan, ranked = Plan(device, chip), [*map(deeper, (1, 2, 3, 4)), other]
+    plugin.built = ()
+    chosen, _ = building.build_first(plan, ranked)
+    assert (len(plugin.built), chosen.choice.program) == (3, other.program)
+    everything = [building.build(plan, choice) for choice in ranked]
+    flawed = [replace(one, artifact=replace(one.artifact, resources={"main.spilled_bytes": 8})) for one in everything[:4]]
+    assert building.preferred(ranked, [*flawed, everything[4]]) == 4

@@ -50,7 +50,7 @@ def _spills(spec: HardwareSpec, stage: StageProgram) -> tuple[str, str] | None:
     chosen = machine(spec)
     if chosen.in_place(stage.atom):
         return None  # `grid.refusal` covers this
-    wanted = register_prediction.wanted_registers(spec, stage, chosen)
+    wanted = register_prediction.wanted_registers(spec, stage, chosen) + register_prediction.row_registers(stage)
     threads = matrix_atoms.block_of(stage, chosen).threads
     most = occupancy.limit(spec, threads)
     if wanted < most:  # with all registers in use, a few bytes spill more often than not
