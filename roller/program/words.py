@@ -44,14 +44,41 @@ def vector_factor(nest: Nest, mapping: Mapping) -> int:
 
 
 def read_in_words(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> bool:
-    """True if an atom can read a factor's words where its array lies: as they are, one after another, all of them whole."""
+    """True if an atom can read a factor's words in place: as they are, one after another, all of them whole.
+
+    They lie so in the array, or in its box where it has one (`box_along`).
+    """
     deep, mine = word_dim(atom, mapping), [a for a in nest.inputs if a.factor == factor]
-    if deep is None or len(mine) != 1 or mine[0].guarded or nest.factor_touches(factor)[dict(mapping)["n"]]:
+    if deep is None or len(mine) != 1 or nest.factor_touches(factor)[dict(mapping)["n"]]:
         return False
+    if mine[0].guarded:
+        return _boxed_along(nest, atom, mapping, factor) is not None
     rows = dict(mapping).get("m")
     if rows is not None and (mine[0].strides[rows] is None or not mine[0].linear):
         return False
-    plain = isinstance(operand_value(nest, factor, atom), Load)
-    step = atom.extents["k"]
-    assert isinstance(step, int)
-    return plain and mine[0].strides[deep] == 1 and nest.extents[deep] % step == 0
+    return mine[0].strides[deep] == 1 and _whole_loads(nest, atom, mapping, factor)
+
+
+def box_along(program: StageProgram, number: int) -> int | None:
+    """Returns the dimension of array `number` that is innermost in its box, where an atom reads words; None if it does not."""
+    factor = program.nest.accesses[number].factor
+    if factor < 0 or any(s.kind == "panel" and s.operand == factor for s in program.staged):
+        return None
+    return _boxed_along(program.nest, program.atom, program.mapping, factor)
+
+
+def _boxed_along(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> int | None:
+    deep, mine = word_dim(atom, mapping), [a for a in nest.inputs if a.factor == factor]
+    if deep is None or atom.registers is not None or len(mine) != 1 or nest.factor_touches(factor)[dict(mapping)["n"]]:
+        return None
+    members = nest.dims[deep].members
+    along = [place for place, index in enumerate(mine[0].index) if index.coefficient(members[0].name)]
+    single = len(members) == 1 and len(along) == 1 and mine[0].index[along[0]].terms == ((members[0].name, 1),)
+    return along[0] if single and _whole_loads(nest, atom, mapping, factor) else None
+
+
+def _whole_loads(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> bool:
+    """True if a factor's operands are loads, and words end where the reduction does."""
+    deep, step = word_dim(atom, mapping), atom.extents["k"]
+    assert deep is not None and isinstance(step, int)
+    return isinstance(operand_value(nest, factor, atom), Load) and nest.extents[deep] % step == 0

@@ -10,6 +10,7 @@ from tvm import tirx
 from roller.ir.nest import Tile
 from roller.ir.scalar import Affine
 from roller.lowering.simd.transpose import transposed
+from roller.lowering.simd.words import as_bits, bits_dtype
 from roller.lowering.tir import expressions, tile_starts
 from roller.lowering.tir.addresses import ArrayView, decode_scalar
 from roller.lowering.tir.builder import (
@@ -36,6 +37,7 @@ from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.halo import box_order
 from roller.program.rprogram import StageProgram, Staging, copy_depth
+from roller.program.words import box_along
 
 LEAST_LANES = 8  # min elements copied at a time (or the program's vector); the toolchain splits or joins them to its own vectors
 
@@ -65,7 +67,8 @@ def box_window(program: StageProgram, staging: Staging, state: State, name: str)
         size *= shape[position]
     named = [f if isinstance(f, int) else variable(f"from{i}") for i, f in enumerate(firsts)]
     bindings = [tirx.Bind(v, f) for v, f in zip(named, firsts, strict=True) if not isinstance(f, int)]
-    return ArrayView(buffer(name, size, access.tensor.dtype), tuple(shape), tuple(steps), tuple(named)), bindings
+    dtype = access.tensor.dtype if box_along(program, staging.operand) is None else bits_dtype(access.tensor.dtype)
+    return ArrayView(buffer(name, size, dtype), tuple(shape), tuple(steps), tuple(named)), bindings
 
 
 def box_tile(program: StageProgram, staging: Staging) -> Tile:
@@ -117,6 +120,10 @@ class _Copy:
         low = tirx.max(index(0), tirx.min(index(0) - start, index(size)))
         return low, tirx.max(index(0), tirx.min(index(bound) - start, index(size)))
 
+    def read(self, at: Expr, lanes: int) -> Expr:
+        """Returns `lanes` elements of the array as the box holds them."""
+        return as_bits(load(self.source, at), str(self.source.dtype), str(self.window.buffer.dtype), lanes)
+
     def splat(self, at: Position, lanes: int) -> Expr:
         """Returns the fill value for `lanes` lanes."""
         return self.fill if lanes == 1 else tirx.Broadcast(self.fill, lanes)
@@ -129,10 +136,11 @@ def fill_box(program: StageProgram, staging: Staging, window: ArrayView, reader:
     """
     access = program.nest.accesses[staging.operand]
     source = reader.buffers[access.tensor.name]
-    fill = expressions.constant(reader.fill(staging.operand), access.tensor.dtype)
+    held, dtype = access.tensor.dtype, str(window.buffer.dtype)
+    fill = as_bits(expressions.constant(reader.fill(staging.operand), held), held, dtype)
     dims = range(len(window.shape))
     if not dims:
-        return store(window.buffer, load(source, 0), 0)
+        return store(window.buffer, as_bits(load(source, 0), held, dtype), 0)
     last, along = dims[-1], box_order(program, staging.operand)[-1]
     outer = [d for d in dims if d not in (last, along)]
     names = {d: variable(f"b{d}") for d in outer}
@@ -160,7 +168,7 @@ def _row(copy: _Copy, lanes: int) -> Stmt:
 
     def between(low: Position, high: Position) -> Stmt:
         def read(at: Position, n: int) -> Expr:
-            return load(copy.source, ramp(plus(first, at), 1, n))
+            return copy.read(ramp(plus(first, at), 1, n), n)
 
         spans = ((0, low, copy.splat), (low, high, read), (high, size, copy.splat))
         return sequence([_span(copy.window.buffer, copy.target, a, b, value, lanes) for a, b, value in spans])
@@ -259,8 +267,8 @@ def _turned(copy: _Copy, rows: Range, columns: Range, lanes: int, parallel: bool
 def _blocks(copy: _Copy, rows: Range, columns: Range, side: int, parallel: bool) -> Stmt:
     row, column = variable("row"), variable("column")
     first, begin = _block_start(rows, row, side), _block_start(columns, column, side)
-    held, dtype = Held(), str(copy.source.dtype)
-    vectors = [held(load(copy.source, ramp(_from(copy, plus(first, r), begin), 1, side)), dtype, side) for r in range(side)]
+    held, dtype = Held(), str(copy.window.buffer.dtype)
+    vectors = [held(copy.read(ramp(_from(copy, plus(first, r), begin), 1, side), side), dtype, side) for r in range(side)]
     stores = [
         store(copy.window.buffer, vector, ramp(_to(copy, first, plus(begin, c)), 1, side))
         for c, vector in enumerate(transposed(vectors, dtype, held))
@@ -277,7 +285,7 @@ def _block_start(positions: Range, number: Position, side: int) -> Position:
 def _elements(copy: _Copy, rows: Range, columns: Range) -> Stmt:
     row, column = variable("row"), variable("column")
     at, place = plus(rows[0], row), plus(columns[0], column)
-    value = load(copy.source, _from(copy, at, place))
+    value = copy.read(index(_from(copy, at, place)), 1)
     body = store(copy.window.buffer, value, _to(copy, at, place))
     return loop(row, _minus(rows), loop(column, _minus(columns), body))
 

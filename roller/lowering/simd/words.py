@@ -57,6 +57,19 @@ def _packed(program: StageProgram, reader: Reader, node: Scalar, point: Point, c
     return tirx.reinterpret(vector_type(word_dtype(program), point.lanes), side_by_side)
 
 
+def bits_dtype(dtype: str) -> str:
+    """Returns the type in which memory holds a type's bits, and TVM leaves them as they are: bfloat16 as integers."""
+    return BITS.get(dtype, dtype)
+
+
+def as_bits(value: Expr, held: str, dtype: str, lanes: int = 1) -> Expr:
+    """Returns elements of the type `held` as memory of type `dtype` has them: that type, or the one of its bits."""
+    if held == dtype:
+        return value
+    wide = tirx.reinterpret(vector_type("uint32", lanes), value.astype(vector_type("float32", lanes)))
+    return (wide >> spread(number(16, "uint32"), lanes)).astype(vector_type(dtype, lanes))
+
+
 def loaded_words(source: Buffer, place: Position, depth: int, lanes: int, dtype: str) -> Expr:
     """Returns words of `depth` operands each that lie one after another in an array, from this element on."""
     return tirx.reinterpret(vector_type(dtype, lanes), load(source, ramp(place, 1, lanes * depth)))
