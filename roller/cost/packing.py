@@ -11,7 +11,7 @@ from roller.ir.nest import Access, Nest
 from roller.program.footprint import whole_tiles
 from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
-from roller.program.words import steps_along, word_dim
+from roller.program.words import interleaves, steps_along, word_dim
 from roller.target.hardware import HardwareSpec
 
 DECODE_TRIPS = 2  # loop trips that take as long as dividing an index by a known extent, remainder included
@@ -121,6 +121,8 @@ def _inside_slots(rates: Rates, program: StageProgram, staging: Staging) -> floa
     nest, lane = program.nest, program.lane
     width = program.atom.width
     vector = 2.0 * rates.parameters.copy_slots
+    if staging.kind == "box" and interleaves(program, staging.operand):
+        return _interleaving_slots(program.atom.depth)
     if staging.kind == "box":
         return vector + (TRANSPOSE_SLOTS * math.log2(width) if turned(program, staging.operand) else 0.0)
     mine = [a for a in nest.inputs if a.factor == staging.operand]
@@ -154,8 +156,13 @@ def _word_slots(program: StageProgram, sources: list[Access], width: int) -> flo
         blocks = _transposes(program, sources)
         return (2.0 + TRANSPOSE_SLOTS * math.log2(width) if blocks else (1.0 + INSERT_SLOTS) * width) / depth
     if all(a.strides[lane] == 1 for a in sources):
-        return 1.0 + 1.0 / depth + TRANSPOSE_SLOTS * math.log2(depth)
+        return _interleaving_slots(depth)
     return 2.0 * width
+
+
+def _interleaving_slots(depth: int) -> float:
+    """Returns the issue slots of one operand where vectors of several rows become vectors of words."""
+    return 1.0 + 1.0 / depth + TRANSPOSE_SLOTS * math.log2(depth)
 
 
 def _lane_step(access: Access, dim: int) -> int:

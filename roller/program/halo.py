@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 
 from roller.program.rprogram import StageProgram
-from roller.program.words import box_along
 
 
 def box_order(program: StageProgram, number: int) -> tuple[int, ...]:
     """Returns the dimensions of array `number` in the layout order of its box, innermost last.
 
     It is the array's order, except that the dimension along which the program's vector moves comes last: the box then holds whole
-    vectors. The box of an array whose words each fill a vector holds whole words.
+    vectors. Words that the box holds (`boxed_words`) are elements here.
     """
     access = program.nest.accesses[number]
     order = range(len(access.index))
-    words = box_along(program, number)
-    if words is not None:
-        return (*[d for d in order if d != words], words)
     if program.lane is None or not access.touches[program.lane]:
         return tuple(order)
     along = [d for d in order if access.index[d].coefficient(access.innermost[program.lane])]

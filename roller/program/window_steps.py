@@ -54,11 +54,16 @@ def window_steps(program: StageProgram) -> Iterator[WindowStep]:
 
 
 def padded_loops(program: StageProgram) -> dict[int, PaddedWindow]:
-    """Returns the loops that may leave out taps of padded windows: inside the innermost tile, over all taps, one a trip."""
+    """Returns the loops that leave out taps of padded windows: inside the innermost tile, over all taps, one a trip.
+
+    Where some point of every tile reads each tap, the number of trips is constant, and loops are unrolled.
+    """
     found = {}
     for padded in padded_windows(program.nest):
         numbers = [number for number, lp in enumerate(program.loops) if lp.dim == padded.tap]
-        if len(numbers) == 1 and numbers[0] >= program.tile_depth and program.inner[padded.tap] == 1:
+        spatial = padded.window.spatial
+        inside = len(numbers) == 1 and numbers[0] >= program.tile_depth and program.inner[padded.tap] == 1
+        if inside and padded.share(program.nest.extents[spatial], program.inner[spatial]) < 1:
             found[numbers[0]] = padded
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from roller.ir.elementwise import Extent
 from roller.ir.nest import Nest
-from roller.ir.scalar import Load
+from roller.ir.scalar import Affine, Load
 from roller.program.rprogram import StageProgram, operand_value
 from roller.target.hardware import ComputeAtom
 
@@ -46,34 +46,40 @@ def vector_factor(nest: Nest, mapping: Mapping) -> int:
 def read_in_words(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> bool:
     """True if an atom can read a factor's words in place: as they are, one after another, all of them whole.
 
-    They lie so in the array, or in its box where it has one (`box_along`).
+    They lie so in the array, or in its box where it has one (`boxed_words`).
     """
     deep, mine = word_dim(atom, mapping), [a for a in nest.inputs if a.factor == factor]
     if deep is None or len(mine) != 1 or nest.factor_touches(factor)[dict(mapping)["n"]]:
         return False
     if mine[0].guarded:
-        return _boxed_along(nest, atom, mapping, factor) is not None
+        return _boxed(nest, atom, mapping, factor) is not None
     rows = dict(mapping).get("m")
     if rows is not None and (mine[0].strides[rows] is None or not mine[0].linear):
         return False
     return mine[0].strides[deep] == 1 and _whole_loads(nest, atom, mapping, factor)
 
 
-def box_along(program: StageProgram, number: int) -> int | None:
-    """Returns the dimension of array `number` that is innermost in its box, where an atom reads words; None if it does not."""
+def boxed_words(program: StageProgram, number: int) -> int | None:
+    """Returns the dimension of array `number` along which its box has words that an atom reads there; None if it has none."""
     factor = program.nest.accesses[number].factor
     if factor < 0 or any(s.kind == "panel" and s.operand == factor for s in program.staged):
         return None
-    return _boxed_along(program.nest, program.atom, program.mapping, factor)
+    return _boxed(program.nest, program.atom, program.mapping, factor)
 
 
-def _boxed_along(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> int | None:
+def interleaves(program: StageProgram, number: int) -> bool:
+    """True if the box of array `number` has words of operands that do not follow one another in the array: it interleaves rows."""
+    words = boxed_words(program, number)
+    return words is not None and words != len(program.nest.accesses[number].index) - 1
+
+
+def _boxed(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> int | None:
     deep, mine = word_dim(atom, mapping), [a for a in nest.inputs if a.factor == factor]
     if deep is None or atom.registers is not None or len(mine) != 1 or nest.factor_touches(factor)[dict(mapping)["n"]]:
         return None
     members = nest.dims[deep].members
     along = [place for place, index in enumerate(mine[0].index) if index.coefficient(members[0].name)]
-    single = len(members) == 1 and len(along) == 1 and mine[0].index[along[0]].terms == ((members[0].name, 1),)
+    single = len(members) == 1 and len(along) == 1 and mine[0].index[along[0]] == Affine.axis(members[0].name)
     return along[0] if single and _whole_loads(nest, atom, mapping, factor) else None
 
 

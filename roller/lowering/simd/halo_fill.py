@@ -10,7 +10,7 @@ from tvm import tirx
 from roller.ir.nest import Tile
 from roller.ir.scalar import Affine
 from roller.lowering.simd.transpose import transposed
-from roller.lowering.simd.words import as_bits, bits_dtype
+from roller.lowering.simd.words import as_bits, bits_dtype, interleaved, loaded_bits
 from roller.lowering.tir import expressions, tile_starts
 from roller.lowering.tir.addresses import ArrayView, decode_scalar
 from roller.lowering.tir.builder import (
@@ -28,6 +28,7 @@ from roller.lowering.tir.builder import (
     plus,
     ramp,
     sequence,
+    spread,
     store,
     times,
     variable,
@@ -37,7 +38,7 @@ from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.halo import box_order
 from roller.program.rprogram import StageProgram, Staging, copy_depth
-from roller.program.words import box_along
+from roller.program.words import boxed_words, interleaves, word_dtype
 
 LEAST_LANES = 8  # min elements copied at a time (or the program's vector); the toolchain splits or joins them to its own vectors
 
@@ -61,13 +62,17 @@ def box_window(program: StageProgram, staging: Staging, state: State, name: str)
         starts.update((a.name, v) for a, v in zip(dim.members, values, strict=True))
     shape = [1 + sum(abs(c) * (extents.get(n, 1) - 1) for n, c in i.terms) for i in access.index]
     firsts = [_first(i, starts, extents) for i in access.index]
+    words = boxed_words(program, staging.operand)
+    depth = program.atom.depth if interleaves(program, staging.operand) else 1
     steps, size = [0] * len(shape), 1
     for position in reversed(box_order(program, staging.operand)):
-        steps[position] = size
-        size *= shape[position]
+        if position == words:
+            size = ceil_div(size, depth) * depth  # so that the step of one element is whole; words start at every depth-th
+        steps[position] = size if position != words else size // depth
+        size *= shape[position] if position != words else shape[position] // depth
     named = [f if isinstance(f, int) else variable(f"from{i}") for i, f in enumerate(firsts)]
     bindings = [tirx.Bind(v, f) for v, f in zip(named, firsts, strict=True) if not isinstance(f, int)]
-    dtype = access.tensor.dtype if box_along(program, staging.operand) is None else bits_dtype(access.tensor.dtype)
+    dtype = access.tensor.dtype if words is None else word_dtype(program) if depth > 1 else bits_dtype(access.tensor.dtype)
     return ArrayView(buffer(name, size, dtype), tuple(shape), tuple(steps), tuple(named)), bindings
 
 
@@ -111,6 +116,7 @@ class _Copy:
     target: Position  # the same in the box
     last: int  # the array's contiguous dimension
     along: int  # the box's contiguous dimension
+    apart: tuple[int, ...] = ()  # offsets of the rows that are interleaved to words, if any are
 
     def inside(self, dim: int) -> tuple[Position, Position]:
         """Returns the first and the end of the box's positions along a dimension that lie inside the array."""
@@ -121,8 +127,12 @@ class _Copy:
         return low, tirx.max(index(0), tirx.min(index(bound) - start, index(size)))
 
     def read(self, at: Expr, lanes: int) -> Expr:
-        """Returns `lanes` elements of the array as the box holds them."""
-        return as_bits(load(self.source, at), str(self.source.dtype), str(self.window.buffer.dtype), lanes)
+        """Returns `lanes` elements, or words, of the array as the box holds them."""
+        held = str(self.window.buffer.dtype)
+        if self.apart:
+            rows = [loaded_bits(self.source, at + spread(index(offset), lanes), lanes) for offset in self.apart]
+            return interleaved(rows, held, lanes)
+        return load(self.source, at) if held == str(self.source.dtype) else loaded_bits(self.source, at, lanes)
 
     def splat(self, at: Position, lanes: int) -> Expr:
         """Returns the fill value for `lanes` lanes."""
@@ -136,28 +146,37 @@ def fill_box(program: StageProgram, staging: Staging, window: ArrayView, reader:
     """
     access = program.nest.accesses[staging.operand]
     source = reader.buffers[access.tensor.name]
-    held, dtype = access.tensor.dtype, str(window.buffer.dtype)
-    fill = as_bits(expressions.constant(reader.fill(staging.operand), held), held, dtype)
+    fill = expressions.constant(reader.fill(staging.operand), access.tensor.dtype)
     dims = range(len(window.shape))
     if not dims:
-        return store(window.buffer, as_bits(load(source, 0), held, dtype), 0)
+        return store(window.buffer, load(source, 0), 0)
+    apart: tuple[int, ...] = ()
+    each = dict.fromkeys(dims, 1)  # positions of the array for one of the box
+    words = boxed_words(program, staging.operand)
+    if words is not None:
+        fill = as_bits(fill, access.tensor.dtype)
+    if words is not None and interleaves(program, staging.operand):
+        each[words] = program.atom.depth
+        apart = tuple(number * access.tensor.strides[words] for number in range(program.atom.depth))
+        fill = interleaved([fill] * program.atom.depth, str(window.buffer.dtype), 1)
     last, along = dims[-1], box_order(program, staging.operand)[-1]
     outer = [d for d in dims if d not in (last, along)]
     names = {d: variable(f"b{d}") for d in outer}
-    places = {d: plus(window.starts[d], names[d]) for d in outer}
+    places = {d: plus(window.starts[d], times(names[d], each[d])) for d in outer}
     row_inside = every(tirx.And(index(places[d]) >= index(0), index(places[d]) < index(access.tensor.shape[d])) for d in outer)
     origin: Position = 0
     target: Position = 0
     for d in outer:
-        origin, target = plus(origin, times(places[d], access.tensor.strides[d])), plus(target, times(names[d], window.steps[d]))
-    copy = _Copy(window, source, access.tensor.shape, access.tensor.strides, fill, origin, target, last, along)
+        origin = plus(origin, times(places[d], access.tensor.strides[d]))
+        target = plus(target, times(names[d], window.steps[d] * each[d]))
+    copy = _Copy(window, source, access.tensor.shape, access.tensor.strides, fill, origin, target, last, along, apart)
     lanes = max(LEAST_LANES, program.width)
     shared = next((d for d in outer if window.shape[d] > 1), None)  # the loop over units; a slab without outer loops has its own
     copied = _row(copy, lanes) if last == along else _slab(copy, lanes, parallel and shared is None)
     size = window.shape[last] * (window.shape[along] if last != along else 1)
     body = copied if row_inside is None else when(row_inside, copied, _span(window.buffer, target, 0, size, copy.splat, lanes))
     for d in reversed(outer):
-        body = loop(names[d], window.shape[d], body, parallel and d == shared)
+        body = loop(names[d], window.shape[d] // each[d], body, parallel and d == shared)
     return body
 
 

@@ -10,7 +10,7 @@ from roller.ir.compensation import unbiased
 from roller.ir.scalar import Cast, Load, Scalar
 from roller.lowering.tir.addresses import Point, base_address, lane_stride
 from roller.lowering.tir.builder import Buffer, Expr, Held, holds_its_type, index, load, number, ramp, spread, vector_type
-from roller.lowering.tir.loads import Reader
+from roller.lowering.tir.loads import Reader, together
 from roller.lowering.tir.tile_starts import Position
 from roller.program.rprogram import StageProgram, operand_value
 from roller.program.words import word_dim, word_dtype
@@ -47,10 +47,13 @@ def _packed(program: StageProgram, reader: Reader, node: Scalar, point: Point, c
     if count == depth and isinstance(node, Load):
         window = reader.plain(node)
         along = window is not None and lane_stride(program.nest, window, node.index, deep) == 1
+        if window is not None and str(window.buffer.dtype) == word_dtype(program):
+            places = [base_address(program.nest, window, node.index, p) for p in (point.each() if point.lanes > 1 else [point])]
+            return together([load(window.buffer, index(place)) for place in places])
         if window is not None and along and holds_its_type(window.buffer):
             places = [base_address(program.nest, window, node.index, p) for p in (point.each() if point.lanes > 1 else [point])]
             words = [loaded_words(window.buffer, place, depth, 1, word_dtype(program)) for place in places]
-            return words[0] if len(words) == 1 else tirx.Shuffle(words, [index(i) for i in range(len(words))])
+            return together(words)
     found = [_operand(reader, node, _further(point, deep, n), held, value) for n in range(count)]
     found += [spread(number(0, BITS.get(node.dtype, node.dtype)), point.lanes)] * (depth - count)
     side_by_side = tirx.Shuffle(found, [index(n * point.lanes + lane) for lane in range(point.lanes) for n in range(depth)])
@@ -62,8 +65,23 @@ def bits_dtype(dtype: str) -> str:
     return BITS.get(dtype, dtype)
 
 
-def as_bits(value: Expr, held: str, dtype: str, lanes: int = 1) -> Expr:
-    """Returns elements of the type `held` as memory of type `dtype` has them: that type, or the one of its bits."""
+def interleaved(rows: list[Expr], dtype: str, lanes: int) -> Expr:
+    """Returns words, as integers of type `dtype`: the n-th elements of all rows, which have `lanes` elements each, side by side."""
+    side_by_side = tirx.Shuffle(rows, [index(row * lanes + lane) for lane in range(lanes) for row in range(len(rows))])
+    return tirx.reinterpret(vector_type(dtype, lanes), side_by_side)
+
+
+def loaded_bits(source: Buffer, at: Expr, lanes: int) -> Expr:
+    """Returns elements of an array in the type in which memory holds their bits."""
+    dtype = str(source.dtype)
+    if dtype in BITS and holds_its_type(source):
+        return tirx.reinterpret(vector_type(BITS[dtype], lanes), load(source, at))
+    return as_bits(load(source, at), dtype, lanes)
+
+
+def as_bits(value: Expr, held: str, lanes: int = 1) -> Expr:
+    """Returns values of the type `held` in the type in which memory holds their bits."""
+    dtype = bits_dtype(held)
     if held == dtype:
         return value
     wide = tirx.reinterpret(vector_type("uint32", lanes), value.astype(vector_type("float32", lanes)))

@@ -116,5 +116,5 @@ def _apart(source: Buffer, base: Expr, stride: int, lanes: int) -> Expr:
 
 
 def together(values: list[Expr]) -> Expr:
-    """Returns a vector of scalars."""
-    return tirx.Shuffle(values, [index(i) for i in range(len(values))])
+    """Returns a vector of scalars; a single one as it is."""
+    return values[0] if len(values) == 1 else tirx.Shuffle(values, [index(i) for i in range(len(values))])
