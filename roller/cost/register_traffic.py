@@ -6,7 +6,7 @@ Whole vectors move where an array is contiguous along the atom. A broadcast or g
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
@@ -15,7 +15,7 @@ from roller.ir.elementwise import Extent, Value, each, largest, where
 from roller.ir.nest import Access, Nest
 from roller.program.halo import lane_step
 from roller.program.rprogram import LEAST_BLOCK, StageProgram
-from roller.program.window_steps import window_steps
+from roller.program.window_steps import whole_loops, window_steps
 from roller.program.words import in_words
 
 Bytes = tuple[float, float]  # of inputs, and of the output for one pass
@@ -36,17 +36,26 @@ class RegisterTraffic:
         `share`: that of the steps that are computed, where loops leave out taps.
         """
         copies = frozenset([(s.kind, s.operand) for s in program.staged])
-        key = program.atom.name, program.mapping, program.inner, copies, transaction, program.dispatch.split > 1, share
+        whole = frozenset(whole_loops(program))
+        key = program.atom.name, program.mapping, program.inner, copies, transaction, program.dispatch.split > 1, share, whole
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self.bytes_of(program, program.inner, transaction, share)
+            found = self._known[key] = self.bytes_of(program, program.inner, transaction, share, whole.__contains__)
         inputs, output = found
         return float(inputs + output * (2 * program.accumulator_visits - 1))
 
-    def bytes_of(self, program: StageProgram, inner: Sequence[Extent], transaction: int, share: Value = 1.0) -> tuple[Value, Value]:
+    def bytes_of(
+        self,
+        program: StageProgram,
+        inner: Sequence[Extent],
+        transaction: int,
+        share: Value = 1.0,
+        whole: Callable[[int], Value] = lambda _: True,
+    ) -> tuple[Value, Value]:
         """Returns the bytes of inputs, and of the output for one pass, for one innermost tile or for an array of them.
 
-        `program` has the same atom, mapping, copies and split, but any tiles.
+        `program` has the same atom, mapping, copies and split, but any tiles. `whole`: whether a loop inside the innermost tile
+        walks all of a reduction (`whole_loops`).
         """
         nest = self.nest
         trips = [-(-e // t) if e else 0 for e, t in zip(nest.extents, inner, strict=True)]
@@ -61,7 +70,7 @@ class RegisterTraffic:
             loads = self._vector_loads(program, inner, number, panel, access.guarded and number not in boxes)
             size = nest.accumulator_bytes if program.atom.sums and access.role == "body" else access.element_bytes  # of a word
             vector = width * size if program.lane is not None and access.touches[program.lane] else 0
-            loads = loads * self._share(program, inner, access)
+            loads = loads * self._share(program, inner, access, whole)
             moved = loads * max(transaction, vector) * (steps * share if access.role == "body" else spatial_steps)
             if access.role == "output":
                 output += moved
@@ -70,11 +79,11 @@ class RegisterTraffic:
                 inputs += moved
         return inputs, output
 
-    def _share(self, program: StageProgram, inner: Sequence[Extent], access: Access) -> Value:
+    def _share(self, program: StageProgram, inner: Sequence[Extent], access: Access, whole: Callable[[int], Value]) -> Value:
         """Returns the share of an array's values that a step loads: those under a window once for all taps."""
         found: Value = 1.0
         for step in reversed(list(window_steps(program)) if self.registers and access.role == "body" else []):
-            fits = (step.vectors(program, inner) <= self.registers) & (inner[step.window.spatial] > 1)
+            fits = (step.vectors(program, inner) <= self.registers) & (inner[step.window.spatial] > 1) & whole(step.tap)
             found = where(fits, step.share(self.nest, inner) if step.factor == access.factor else 1.0, found)
         return found
 

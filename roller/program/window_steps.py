@@ -53,18 +53,28 @@ def window_steps(program: StageProgram) -> Iterator[WindowStep]:
                     yield WindowStep(factor, window, tap)
 
 
+def whole_loops(program: StageProgram) -> dict[int, int]:
+    """Returns by dimension the loops that walk all of a reduction inside the innermost tile, one element a trip.
+
+    Only there a step may take all taps of a window, or a loop leave out some: parts of a window differ from place to place.
+    """
+    numbers: dict[int, list[int]] = {}
+    for number, lp in enumerate(program.loops):
+        numbers.setdefault(lp.dim, []).append(number)
+    single = {dim: found[0] for dim, found in numbers.items() if len(found) == 1 and program.nest.dims[dim].is_reduce}
+    return {dim: n for dim, n in single.items() if n >= program.tile_depth and program.inner[dim] == 1}
+
+
 def padded_loops(program: StageProgram) -> dict[int, PaddedWindow]:
     """Returns the loops that leave out taps of padded windows: inside the innermost tile, over all taps, one a trip.
 
     Where some point of every tile reads each tap, the number of trips is constant, and loops are unrolled.
     """
-    found = {}
+    found, whole = {}, whole_loops(program)
     for padded in padded_windows(program.nest):
-        numbers = [number for number, lp in enumerate(program.loops) if lp.dim == padded.tap]
         spatial = padded.window.spatial
-        inside = len(numbers) == 1 and numbers[0] >= program.tile_depth and program.inner[padded.tap] == 1
-        if inside and padded.share(program.nest.extents[spatial], program.inner[spatial]) < 1:
-            found[numbers[0]] = padded
+        if padded.tap in whole and padded.share(program.nest.extents[spatial], program.inner[spatial]) < 1:
+            found[whole[padded.tap]] = padded
     return found
 
 

@@ -19,7 +19,7 @@ from roller.ops import SymbolicTensor
 from roller.plugin import aligned_empty
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
-from roller.program.window_steps import window_steps
+from roller.program.window_steps import whole_loops, window_steps
 from roller.runtime.artifact import BuildOptions
 from roller.target.catalog import find_spec
 from roller.target.subset import limited
@@ -100,3 +100,12 @@ def test_taps_in_several_loops(between: tuple[int, int]) -> None:
     program = StageProgram(nest, atom, (("n", 0),), levels, tiles, (everywhere,) * len(levels), staged)
     arrays = verify.random_inputs(expr, 0, integer=True)
     launching.check(expr, launching.artifact(spec, RProgram(expr, (program,))), arrays, frozenset())
+
+
+def test_parts_of_a_window_share_nothing() -> None:
+    """Two loops over the taps: no step may take them all, and the model counts each load."""
+    program = with_tile(roller.compile(operator("plain"), "cpu", threads=1), (1, 7, 16))
+    cut = (*program.unit_tile[:3], 2, 3)
+    in_parts = replace(program, tiles=(*program.tiles[:-2], cut, program.inner))
+    assert sorted(whole_loops(program)) == [3, 4] and sorted(whole_loops(in_parts)) == [4]
+    assert loads(in_parts, 32) == loads(in_parts, 0) and loads(program, 32) < loads(program, 0)

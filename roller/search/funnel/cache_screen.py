@@ -11,10 +11,11 @@ Without these, it is the model (`tests/search/test_funnel.py` holds them togethe
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 
 import numpy as np
 
@@ -232,10 +233,19 @@ class CacheScreen:
         """Returns the share of the steps that are computed (`Model.computed_share`): loops over whole windows leave out taps."""
         found: Value = 1.0
         for padded in self.model.padded:
-            whole = math.prod([tiles[padded.tap] >= self.nest.extents[padded.tap] for tiles in chains[:-1]])
             share = computed_taps(program, tuple(chains[-1]), self.model.parameters.registers, [padded])
-            found = found * np.where(whole, share, 1.0)
+            found = found * np.where(self._whole(program, chains, padded.tap), share, 1.0)
         return found
+
+    def _whole(self, program: StageProgram, chains: Chains, dim: int) -> Value:
+        """Returns whether one loop inside the innermost tile walks all of a reduction (`whole_loops`), in the default order."""
+        walks, inside, free = 0, chains[-1][dim] == 1, True
+        for position, (outer, tile) in reversed(list(enumerate(itertools.pairwise([self.extents[:, None], *chains])))):
+            walked = outer[dim] > tile[dim]
+            walks = walks + walked
+            inside = inside & (~walked | (free & (position > 0 or program.dispatch.split == 1)))
+            free = free & (math.prod([-(-outer[d] // tile[d]) for d in self.nest.spatial]) == 1)
+        return inside & (walks == 1)
 
     def _chains(self, program: StageProgram, inner: Tiles) -> Value:
         """Returns the accumulators in flight over those needed at peak (`Model.chain_efficiency`)."""
@@ -250,7 +260,8 @@ class CacheScreen:
         if not self._in_registers(program):
             return np.zeros(chains[-1].shape[1])
         level, share = self.spec.levels[-1], self._computed_share(program, chains)
-        inputs, output = self.model.registers.bytes_of(program, tuple(chains[-1]), level.transaction_bytes, share)
+        whole = partial(self._whole, program, chains)
+        inputs, output = self.model.registers.bytes_of(program, tuple(chains[-1]), level.transaction_bytes, share, whole)
         return (inputs + output * (2 * visits - 1)) / self.model.rates.into(level, busy)
 
     def _in_registers(self, program: StageProgram) -> bool:
