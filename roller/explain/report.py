@@ -27,6 +27,7 @@ from roller.program.footprint import data_tile, padding_waste
 from roller.program.record import Choice
 from roller.program.rprogram import RProgram, StageProgram, staged_tensors, staged_touches
 from roller.program.window_steps import computed_taps
+from roller.program.words import interleaves
 from roller.search.tile_space import unsuited
 from roller.target.hardware import HardwareSpec
 
@@ -289,6 +290,7 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
         copies = f", {held} pipeline stages" if held > 1 else ""
         copies += ", multicast to a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
         kind = f"{staging.kind}{' of sliding windows' if staging.windowed else ''}"
+        kind += " of words" if staging.kind == "box" and interleaves(program, staging.operand) else ""
         lines.append(f"{what} as a {kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
     return lines
 

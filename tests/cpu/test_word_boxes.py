@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from test_dot_products import DTYPES, best, check
 
+import roller
 import word_products
 from roller import ops
 from roller.program.rprogram import StageProgram
@@ -71,3 +72,8 @@ def test_an_image_that_lies_so_is_copied_as_it_is() -> None:
     program = check(convolution("int8", 64, layout="NHWC"))
     found = [(stage, s.operand) for stage in program.stages for s in stage.staged if s.kind == "box" and stage.atom.depth > 1]
     assert found and not any(interleaves(stage, number) for stage, number in found), program.describe()
+
+
+def test_explanations_name_the_words() -> None:
+    said = str(roller.compile(convolution("int8", 64), "cpu:zen5", threads=1).explain())
+    assert "x as a box of words at" in " ".join(said.split())

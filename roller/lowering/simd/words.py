@@ -56,8 +56,7 @@ def _packed(program: StageProgram, reader: Reader, node: Scalar, point: Point, c
             return together(words)
     found = [_operand(reader, node, _further(point, deep, n), held, value) for n in range(count)]
     found += [spread(number(0, BITS.get(node.dtype, node.dtype)), point.lanes)] * (depth - count)
-    side_by_side = tirx.Shuffle(found, [index(n * point.lanes + lane) for lane in range(point.lanes) for n in range(depth)])
-    return tirx.reinterpret(vector_type(word_dtype(program), point.lanes), side_by_side)
+    return interleaved(found, word_dtype(program), point.lanes)
 
 
 def bits_dtype(dtype: str) -> str:
@@ -81,11 +80,15 @@ def loaded_bits(source: Buffer, at: Expr, lanes: int) -> Expr:
 
 def as_bits(value: Expr, held: str, lanes: int = 1) -> Expr:
     """Returns values of the type `held` in the type in which memory holds their bits."""
-    dtype = bits_dtype(held)
-    if held == dtype:
+    if held not in BITS:
         return value
-    wide = tirx.reinterpret(vector_type("uint32", lanes), value.astype(vector_type("float32", lanes)))
-    return (wide >> spread(number(16, "uint32"), lanes)).astype(vector_type(dtype, lanes))
+    return _upper_halves(value.astype(vector_type("float32", lanes)), lanes)
+
+
+def _upper_halves(value: Expr, lanes: int) -> Expr:
+    """Returns the upper halves of float32 numbers, which are the bits of bfloat16 ones that were widened to them."""
+    bits = tirx.reinterpret(vector_type("uint32", lanes), value) >> spread(number(16, "uint32"), lanes)
+    return bits.astype(vector_type(BITS["bfloat16"], lanes))
 
 
 def loaded_words(source: Buffer, place: Position, depth: int, lanes: int, dtype: str) -> Expr:
@@ -100,8 +103,7 @@ def _operand(reader: Reader, node: Scalar, point: Point, held: Held, value: Valu
         return found if node.dtype not in BITS else tirx.reinterpret(vector_type(BITS[node.dtype], point.lanes), found)
     wide = Cast(node, "float32")
     found = reader.value(wide, point, held) if value is None else value(wide, point)
-    bits = tirx.reinterpret(vector_type("uint32", point.lanes), found) >> spread(number(16, "uint32"), point.lanes)
-    return bits.astype(vector_type("uint16", point.lanes))
+    return _upper_halves(found, point.lanes)
 
 
 def _one_load(reader: Reader, node: Scalar, point: Point) -> bool:
