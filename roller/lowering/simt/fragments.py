@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from roller.ir.nest import Tile
+from roller.ir.sliding_windows import windows
 from roller.layout.banks import laid_tile, most_together
 from roller.layout.lanes import accesses
 from roller.lowering.simt.shared_panels import SharedPanel
@@ -148,6 +149,19 @@ def read_registers(program: StageProgram) -> int:
     if program.atom.kind != "matrix":
         return values
     return -(-values * panel_element_bytes(program.nest, program.atom) // (REGISTER_BYTES * program.atom.lanes))
+
+
+def window_row(program: StageProgram) -> int:
+    """Returns the values that a lane reads of its largest operand along the innermost window in a step; 0 without windows."""
+    if not program.windowed:
+        return 0
+
+    def values(factor: int) -> int:
+        touches = program.nest.factor_touches(factor)
+        return math.prod([extent for extent, touched in zip(read_tile(program, factor), touches, strict=True) if touched])
+
+    found = windows(program.nest, max([s.operand for s in program.staged if s.kind == "panel"], key=values))
+    return int(found[-1].length(program.inner)) if found else 0
 
 
 def narrower_widths(program: StageProgram) -> int:

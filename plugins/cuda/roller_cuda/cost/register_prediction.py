@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 
-from roller.ir.sliding_windows import windows
 from roller.lowering.simt.cooperative_fill import MOST_REPEATED
-from roller.lowering.simt.fragments import narrower_widths, read_registers, read_tile
+from roller.lowering.simt.fragments import narrower_widths, read_registers, window_row
 from roller.lowering.simt.machine import Machine
 from roller.lowering.simt.stage_kernel import (
     GridKernel,
@@ -58,15 +57,7 @@ def row_registers(program: StageProgram) -> int:
     Its values pass through one register in the order in which they are read, but the assembler reads a whole row before it uses it.
     Where a block may have fewer registers, the row spills (C4 and C38 of the paper on an H100: 2 to 51 registers).
     """
-    if not program.windowed:
-        return 0
-
-    def values(factor: int) -> int:
-        touches = program.nest.factor_touches(factor)
-        return math.prod(e for e, touched in zip(read_tile(program, factor), touches, strict=True) if touched)
-
-    found = windows(program.nest, max([s.operand for s in program.staged if s.kind == "panel"], key=values))
-    return int(found[-1].length(program.inner)) - 1 if found else 0
+    return max(0, window_row(program) - 1)
 
 
 def told_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, kernel: GridKernel) -> tuple[int, int]:
